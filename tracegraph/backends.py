@@ -8,9 +8,9 @@ it holds in the whole process, ``flags(...)`` in a with-block of one thread. The
 Example:
     >>> import jax.numpy as jnp
     >>> import tracegraph as tg
-    >>> product = tg.capture(lambda x: x @ x)
+    >>> matmul = tg.capture(lambda x: x @ x)
     >>> with tg.backends.matmul.flags(allow_tf32=False):
-    ...     print("HIGHEST" in product.lower(jnp.ones((2, 2))).as_text())
+    ...     print("HIGHEST" in matmul.lower(jnp.ones((2, 2))).as_text())
     True
 """
 

@@ -181,7 +181,7 @@ REDUCTIONS = (
     ),
     Program("argmax", lambda x: (jnp.argmax(x), jnp.argmin(x, 0)), draw((99, 101))),
 )
-PRODUCTS = (
+MATMULS = (
     Program("product_default", _multiply(), draw((256, 512), (512, 384))),
     Program("product_highest", _multiply("highest"), draw((256, 512), (512, 384))),
     Program("product_odd", _multiply(), draw((37, 53), (53, 29))),
@@ -281,5 +281,5 @@ MODELS = (
     Program("gpt_12x128", models.make_gpt_step(4), _make_gpt_arguments(12), (0,)),
 )
 PROGRAMS: tuple[Program, ...] = (
-    ELEMENTWISE + REDUCTIONS + PRODUCTS + MOVEMENTS + RANDOM + ROLES + KERNELS + MODELS
+    ELEMENTWISE + REDUCTIONS + MATMULS + MOVEMENTS + RANDOM + ROLES + KERNELS + MODELS
 )

@@ -59,7 +59,7 @@ def make_update(rng: np.random.Generator) -> tuple[Any, ...]:
 CASES: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], tuple[Any, ...]]]] = {
     "elementwise": (lambda x, y: jnp.tanh(x) + y * 2, draw((37, 11), (11,))),
     "reduction": (lambda x: (x.sum(), x.max(0), x.mean(1)), draw((33, 65))),
-    "product": (lambda x, y: x @ y + 1, draw((48, 32), (32, 40))),
+    "matmul": (lambda x, y: x @ y + 1, draw((48, 32), (32, 40))),
     "product_highest": (
         lambda x, y: jnp.matmul(x, y, precision="highest"),
         draw((17, 32), (32, 23)),

@@ -17,8 +17,8 @@ REPLAYS = 100
 
 
 def step(state, x):
-    product = jnp.tanh(state["w"] @ x)
-    return {"w": state["w"] * 0.9 + product, "n": state["n"] + 1}, product.sum()
+    mixed = jnp.tanh(state["w"] @ x)
+    return {"w": state["w"] * 0.9 + mixed, "n": state["n"] + 1}, mixed.sum()
 
 
 def make_state():

@@ -29,10 +29,10 @@ def make_params() -> Any:
 X, TARGET = jax.random.normal(jax.random.key(1), (2, BATCH, WIDTH))
 
 
-def make_loss(product: Callable[..., Any]) -> Callable[..., Any]:
+def make_loss(matmul: Callable[..., Any]) -> Callable[..., Any]:
     def compute_loss(params: Any, x: Any) -> Any:
-        hidden = jnp.tanh(product(x, params["first"]))
-        output = product(hidden, params["second"]) + params["bias"]
+        hidden = jnp.tanh(matmul(x, params["first"]))
+        output = matmul(hidden, params["second"]) + params["bias"]
         return jnp.mean((output - TARGET[:, :OUTPUT]) ** 2)
 
     return compute_loss

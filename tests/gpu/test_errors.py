@@ -115,7 +115,7 @@ def run_without_package(package, program):
     return done.stdout
 
 
-def test_products_without_the_bindings_of_the_library():
+def test_matmuls_without_the_bindings_of_the_library():
     # Complex matmuls have no kernel of XLA's own, so they always go to the library.
     report = run_without_package(
         "nvmath",

@@ -36,8 +36,8 @@ ORDERS = tuple(
 
 
 def step(state, x):
-    product = state["w"] @ x
-    return {"w": state["w"] + jnp.tanh(product)}, product * 2
+    mixed = state["w"] @ x
+    return {"w": state["w"] + jnp.tanh(mixed)}, mixed * 2
 
 
 def make_state():

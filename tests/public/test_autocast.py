@@ -15,7 +15,7 @@ from jax.extend.core import primitives
 
 import tracegraph as tg
 from tests.draws import read_words
-from tests.tracegraph.mixed_precision.products import list_equations, name_products
+from tests.tracegraph.mixed_precision.matmuls import list_equations, name_matmuls
 from tracegraph.mixed_precision import cast_rules
 
 BF16, F16 = jnp.bfloat16, jnp.float16
@@ -32,10 +32,10 @@ def by_hand(a: Any, b: Any) -> Any:
     return (a.astype(BF16) @ b.astype(BF16)).astype(jnp.float32)
 
 
-def make_loss(product: Callable[..., Any]) -> Callable[..., Any]:
+def make_loss(matmul: Callable[..., Any]) -> Callable[..., Any]:
     def loss(w: Any, x: Any) -> Any:
-        hidden = jnp.tanh(product(x, w))
-        return jnp.mean(jax.nn.softmax(product(hidden, w)) ** 2)
+        hidden = jnp.tanh(matmul(x, w))
+        return jnp.mean(jax.nn.softmax(matmul(hidden, w)) ** 2)
 
     return loss
 
@@ -114,16 +114,16 @@ def test_regions_in_each_other() -> None:
 
     wanted = ["bfloat16", "float16", "float32", "bfloat16"]
     region = tg.amp.autocast(BF16)
-    assert name_products(region(nested), W, X) == wanted
-    assert name_products(region(jax.jit(nested)), W, X) == wanted
+    assert name_matmuls(region(nested), W, X) == wanted
+    assert name_matmuls(region(jax.jit(nested)), W, X) == wanted
     gradient = jax.grad(lambda w, x: sum(y.sum() for y in nested(w, x)))
-    both = sorted(name_products(region(gradient), W, X))
+    both = sorted(name_matmuls(region(gradient), W, X))
     assert both == sorted([*wanted, *wanted]), "forward, and the weight's gradient"
 
 
 def test_what_is_turned_off_is_not_cast() -> None:
-    assert name_products(tg.amp.autocast(enabled=False)(LOSS), W, X) == ["float32"] * 2
-    assert name_products(tg.amp.autocast(LOSS, enabled=False), W, X) == ["float32"] * 2
+    assert name_matmuls(tg.amp.autocast(enabled=False)(LOSS), W, X) == ["float32"] * 2
+    assert name_matmuls(tg.amp.autocast(LOSS, enabled=False), W, X) == ["float32"] * 2
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_what_jax_traces_on_its_own(name: str) -> None:
         return cases[name]().sum()
 
     region = tg.amp.autocast(BF16)
-    assert set(name_products(region(apply), W, X)) == {"bfloat16"}
-    assert set(name_products(region(jax.jit(apply)), W, X)) == {"bfloat16"}
+    assert set(name_matmuls(region(apply), W, X)) == {"bfloat16"}
+    assert set(name_matmuls(region(jax.jit(apply)), W, X)) == {"bfloat16"}
     if name != "while":
         outside, inside = jax.grad(region(apply)), region(jax.grad(apply))
-        assert set(name_products(outside, W, X)) == set(name_products(inside, W, X)) == {"bfloat16"}
+        assert set(name_matmuls(outside, W, X)) == set(name_matmuls(inside, W, X)) == {"bfloat16"}
         if name != "scan":
             return
         assert np.allclose(jax.jit(outside)(W, X), jax.jit(inside)(W, X), atol=2**-4)
@@ -178,15 +178,15 @@ def with_own_gradient(a: Any, b: Any) -> Any:
 with_own_gradient.defvjp(lambda a, b: (a @ b, (a, b)), lambda r, g: (g @ r[1].T, r[0].T @ g))
 
 
-@pytest.mark.parametrize("product", [with_own_derivative, with_own_gradient])
+@pytest.mark.parametrize("matmul", [with_own_derivative, with_own_gradient])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["-", "jit", "ckpt"])
-def test_derivatives_of_a_function_itself_are_cast(product: Any, wrap: Any) -> None:
+def test_derivatives_of_a_function_itself_are_cast(matmul: Any, wrap: Any) -> None:
     def loss(w: Any, x: Any) -> Any:
-        return wrap(lambda y: product(y, w))(x).sum()
+        return wrap(lambda y: matmul(y, w))(x).sum()
 
     region = tg.amp.autocast(BF16)
     for function in (region(jax.grad(loss)), jax.grad(region(loss))):
-        assert set(name_products(function, W, X)) == {"bfloat16"}
+        assert set(name_matmuls(function, W, X)) == {"bfloat16"}
         wanted = jnp.broadcast_to(X.astype(BF16).astype(jnp.float32).sum(0)[:, None], W.shape)
         assert np.allclose(jax.jit(function)(W, X), wanted, rtol=2**-6)
 
@@ -201,7 +201,7 @@ def test_convolutions() -> None:
         return lax.conv(i.astype(F16), f.astype(F16), (1, 1), "SAME").astype(jnp.float32).sum()
 
     gradient = jax.grad(tg.amp.autocast(F16)(convolve), (0, 1))
-    assert set(name_products(gradient, images, filters)) == {"float16"}
+    assert set(name_matmuls(gradient, images, filters)) == {"float16"}
     assert_same_bits(gradient(images, filters), jax.grad(twin, (0, 1))(images, filters))
 
 
@@ -281,16 +281,16 @@ def test_what_is_written_between_two_ops_is_cast_anew() -> None:
 
 def test_rules_of_the_user() -> None:
     keep = {"dot_general": "keep"}
-    assert name_products(tg.amp.autocast(rules=keep)(LOSS), W, X) == ["float32"] * 2
+    assert name_matmuls(tg.amp.autocast(rules=keep)(LOSS), W, X) == ["float32"] * 2
     wider = {primitives.dot_general_p: F16}
-    assert name_products(tg.amp.autocast(rules=wider)(LOSS), W, X) == ["float16"] * 2
+    assert name_matmuls(tg.amp.autocast(rules=wider)(LOSS), W, X) == ["float16"] * 2
 
     def mixed(w: Any, x: Any) -> Any:
         return lax.dot_general(x, w.astype(BF16), (((1,), (0,)), ((), ())))
 
     promote = tg.amp.autocast(rules={"dot_general": "promote"})
-    assert name_products(promote(mixed), W, X) == ["float32"]
-    assert name_products(tg.amp.autocast(mixed), W, X) == ["bfloat16"]
+    assert name_matmuls(promote(mixed), W, X) == ["float32"]
+    assert name_matmuls(tg.amp.autocast(mixed), W, X) == ["bfloat16"]
     found = list_equations(tg.amp.autocast(rules={"tanh": BF16})(jnp.tanh), X)
     assert [str(each.outvars[0].aval.dtype) for each in found] == [
         "bfloat16",
@@ -303,10 +303,10 @@ def test_what_says_itself_how_it_computes_is_left() -> None:
     def named(w: Any, x: Any) -> Any:
         return jnp.matmul(x, w, precision="highest")
 
-    assert name_products(tg.amp.autocast(named), W, X) == ["float32"]
+    assert name_matmuls(tg.amp.autocast(named), W, X) == ["float32"]
     with jax.default_matmul_precision("highest"):
-        assert name_products(tg.amp.autocast(plain), X, W) == ["bfloat16"]
-    assert name_products(tg.amp.autocast(plain), X.astype(int), W.astype(int)) == ["int32"]
+        assert name_matmuls(tg.amp.autocast(plain), X, W) == ["bfloat16"]
+    assert name_matmuls(tg.amp.autocast(plain), X.astype(int), W.astype(int)) == ["int32"]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +344,6 @@ def test_a_dtype_for_an_op_with_a_function_in_it_is_refused() -> None:
 
 def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A region whose casts are lost computes other bits, which the comparison shows."""
-    monkeypatch.setattr(cast_rules, "PRODUCTS", frozenset())
+    monkeypatch.setattr(cast_rules, "MATMULS", frozenset())
     with pytest.raises(AssertionError):
         test_a_block_in_the_function()

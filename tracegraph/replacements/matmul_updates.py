@@ -1,14 +1,14 @@
 """Matmuls that are scaled and subtracted: an update of weights, by gradient descent.
 
 Note [Updates in matmuls]
-cublasLt computes ``alpha * a @ b + beta * c`` without a further pass over ``c`` and the product.
+cublasLt computes ``alpha * a @ b + beta * c`` without a further pass over ``c`` and the matmul.
 XLA uses that for what is added to a matmul, and folds a constant factor into ``alpha``. What is
 subtracted stays a kernel of its own, which reads both and writes the result. So a difference
 becomes a sum, with the factor negated:
 
     c - factor * (a @ b)  =  (-factor) * (a @ b) + c
 
-The product is not rounded in between. On an H200 (4096 x 640) @ (640 x 2048) in float32 takes
+The matmul is not rounded in between. On an H200 (4096 x 640) @ (640 x 2048) in float32 takes
 251 us that way, 264 us with a kernel behind it.
 
 Weights in float32 that are multiplied in 16 bits have gradients in 16 bits, which are widened
@@ -17,7 +17,7 @@ and the pass that widens, are left out too.
 
 XLA folds a factor only if nothing else is multiplied by it, and matrices of one shape share theirs.
 So those of several layers differ in their last bits: by seven bits of a float32 for a hundred
-layers, where the gradient that XLA rounds to 16 bits keeps eight. Products of float32 keep their
+layers, where the gradient that XLA rounds to 16 bits keeps eight. Matmuls of float32 keep their
 factor.
 
 The gradient of an embedding that is multiplied again at the end has a second part, a scatter of
@@ -82,14 +82,14 @@ class Chain:
 
     Attributes:
         ops: all of them, in the order of the graph.
-        product: the matmul and transpositions.
+        parts: the matmul and transpositions.
         factor: by which it is multiplied.
-        scatter: what is added to the product, rows at indices; if there is one.
+        scatter: what is added to the matmul, rows at indices; if there is one.
         widens: True where values of 16 bits become float32.
     """
 
     ops: tuple[Op, ...]
-    product: tuple[Op, ...]
+    parts: tuple[Op, ...]
     factor: float
     scatter: Op | None
     widens: bool
@@ -111,12 +111,12 @@ class Update:
         """Returns the one result."""
         chain, dtype = self.chain, arrays[0].dtype
         known: dict[Operand, Any] = dict(zip(self.inputs, arrays, strict=True))
-        matmul, turns = chain.product[0], chain.product[1:]
+        matmul, turns = chain.parts[0], chain.parts[1:]
         bound = widen_op(matmul, precise=False) if chain.widens else matmul
         sides = [known[each] for each in matmul.operands]
-        product = _multiply(bound, sides, _find_order(turns, chain.product[-1]))
+        multiplied = _multiply(bound, sides, _find_order(turns, chain.parts[-1]))
         factor = np.asarray(chain.factor, dtype)
-        result = lax.add(lax.mul(product, factor), known[self.inputs[0]])
+        result = lax.add(lax.mul(multiplied, factor), known[self.inputs[0]])
         if chain.scatter is None:
             return [result]
         _, indices, updates = chain.scatter.operands
@@ -143,8 +143,8 @@ def _multiply(matmul: Op, sides: list[Any], order: tuple[int, ...]) -> Any:
         params = {**matmul.params, "dimension_numbers": (contracted[::-1], batch)}
         matmul, sides = dataclasses.replace(matmul, params=params), sides[::-1]
         order = tuple(range(len(order)))
-    (product,) = bind_op(matmul, sides)
-    return product if order == tuple(range(len(order))) else lax.transpose(product, order)
+    (result,) = bind_op(matmul, sides)
+    return result if order == tuple(range(len(order))) else lax.transpose(result, order)
 
 
 def _move(factor: float, number: int) -> float:
@@ -164,10 +164,10 @@ def _find_update(view: GraphView, uses: Counter[Any], op: Op) -> tuple[Value, Ch
     (result,) = op.results
     if result.aval.size < MIN_ELEMENTS or not jnp.issubdtype(result.dtype, np.floating):
         return None
-    # XLA finds what is added, but for a product in another type.
+    # XLA finds what is added, but for a matmul in another type.
     is_sum = op.name == "add"
-    for start, product in [op.operands, op.operands[::-1]][: 1 + is_sum]:
-        chain = _follow(view, uses, product)
+    for start, moved in [op.operands, op.operands[::-1]][: 1 + is_sum]:
+        chain = _follow(view, uses, moved)
         if chain is None or isinstance(start, Literal) or (is_sum and not chain.widens):
             continue
         return start, chain if is_sum else dataclasses.replace(chain, factor=-chain.factor)
@@ -175,24 +175,24 @@ def _find_update(view: GraphView, uses: Counter[Any], op: Op) -> tuple[Value, Ch
 
 
 def _make_match(op: Op, start: Value, chain: Chain) -> Match:
-    operands = [*chain.product[0].operands]
+    operands = [*chain.parts[0].operands]
     if chain.scatter is not None:
         operands += chain.scatter.operands[1:]
     inputs: Any = tuple(dict.fromkeys([start, *operands]))
     reference = WideOps((*chain.ops, op), inputs, op.results)
     return Match(
-        op, op.results, inputs, Update(chain, inputs), reference, count_depth(chain.product[0])
+        op, op.results, inputs, Update(chain, inputs), reference, count_depth(chain.parts[0])
     )
 
 
-def _follow(view: GraphView, uses: Counter[Any], product: Operand) -> Chain | None:
+def _follow(view: GraphView, uses: Counter[Any], moved: Operand) -> Chain | None:
     """Returns what leads from a matmul to what is subtracted, where one op of it scales."""
     ops: list[Op] = []
     factors: list[float] = []
     parts: list[Op] = []
     scatter: Op | None = None
     widens = False
-    while uses[product] == 1 and (op := view.makers.get(product)) is not None:
+    while uses[moved] == 1 and (op := view.makers.get(moved)) is not None:
         ops.append(op)
         if op.name == "dot_general" and not any(isinstance(each, Literal) for each in op.operands):
             parts.append(op)
@@ -202,18 +202,18 @@ def _follow(view: GraphView, uses: Counter[Any], product: Operand) -> Chain | No
         literals = [each for each in op.operands if isinstance(each, Literal)]
         if op.name == "mul" and literals and not scatter:
             factors.append(float(literals[0].value))
-            (product,) = [each for each in op.operands if not isinstance(each, Literal)]
+            (moved,) = [each for each in op.operands if not isinstance(each, Literal)]
         elif op.name == "transpose":
             parts.append(op)
-            (product,) = op.operands
+            (moved,) = op.operands
         elif op.name == "convert_element_type" and _is_wider(op) and not scatter:
             widens = True
-            (product,) = op.operands
+            (moved,) = op.operands
         elif op.name == "add_any" and widens and not scatter and not parts:
             found = _find_scatter(view, uses, op)
             if found is None:
                 return None
-            product, scatter, zeros = found
+            moved, scatter, zeros = found
             ops += [scatter, zeros]
         else:
             return None

@@ -1,10 +1,10 @@
 """TiledAttention: attention of many rows in training, what its kernels compute and what they need.
 
 Note [Attention in tiles]
-For each group, products of all rows with all columns stay in registers, and are never written:
+For each group, the matmul of all rows with all columns stays in registers, and is never written:
 
-* sums: one or two products of each row and column, as queries with keys, and in the backward pass
-  the gradient of the result with values;
+* sums: one or two matmuls of rows and columns, as queries with keys, and in the backward pass the
+  gradient of the result with values;
 * row values: one after the other, each a function of sums and earlier row values that is
   added up, or of which the largest is found, along the columns. Nothing here knows a softmax;
 * weights: a function of sums and row values, by which lines of a matrix are multiplied and added.
@@ -108,7 +108,7 @@ class TiledAttention:
         columns: lines of its right operands.
         width: elements of a line.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
-        products: one or two pairs, left and right.
+        matmuls: one or two pairs, left and right.
         row_values: the row values.
         kind: XLA's name of the type of lines and results.
     """
@@ -118,7 +118,7 @@ class TiledAttention:
     columns: int
     width: int
     kinds: tuple[str, ...]
-    products: tuple[tuple[Lines, Lines], ...]
+    matmuls: tuple[tuple[Lines, Lines], ...]
     row_values: tuple[RowValue, ...]
     kind: str
 
@@ -196,13 +196,13 @@ def find_tiled_problem(problem: TiledAttention) -> str:
         return f"{problem.columns} columns are more than {MAX_COLUMNS}"
     if problem.width > MAX_WIDTH:
         return f"lines of {problem.width} elements are longer than {MAX_WIDTH}"
-    if len(problem.products) not in (1, 2):
-        return f"there are {len(problem.products)} products"
-    # Right operands of two products, or that of one and the matrix of its weights.
-    lines = 2 * problem.columns + len(problem.products) * STRIP
+    if len(problem.matmuls) not in (1, 2):
+        return f"there are {len(problem.matmuls)} matmuls"
+    # Right operands of two matmuls, or that of one and the matrix of its weights.
+    lines = 2 * problem.columns + len(problem.matmuls) * STRIP
     if lines * problem.line_bytes + count_exchanged(problem, Strips(1, 4, STRIP)) > SHARED_LIMIT:
         return f"{lines} lines of {problem.line_bytes} bytes are more than shared memory has"
-    every = (each for pair in problem.products for each in pair)
+    every = (each for pair in problem.matmuls for each in pair)
     return next(filter(None, (find_lines_problem(problem, each) for each in every)), "")
 
 
@@ -312,7 +312,7 @@ def write_sizes(problem: TiledAttention, tiling: Strips, others: dict[str, int])
         "COLUMNS": problem.columns,
         "WIDTH": problem.width,
         "VECTOR": problem.vector,
-        "PRODUCTS": len(problem.products),
+        "MATMULS": len(problem.matmuls),
         "ROW_VALUES": len(problem.row_values),
         "STRIPS": tiling.strips,
         "SHARERS": tiling.sharers,
@@ -362,7 +362,7 @@ def write_place(problem: TiledAttention, output: ResultLines, parameter: int) ->
 def name_sums(problem: TiledAttention) -> dict[str, str]:
     """Returns the variables of sums with their expressions, where a thread has one element."""
     return {
-        f"sum{each}": f"sums[{each}][tile][upper * 2 + e]" for each in range(len(problem.products))
+        f"sum{each}": f"sums[{each}][tile][upper * 2 + e]" for each in range(len(problem.matmuls))
     }
 
 

@@ -2,7 +2,7 @@
 
 Note [Columns of attention]
 Gradients of keys and values are sums over all rows. A block has some strips of 16 columns, and goes
-through the rows: products are turned, columns by rows, so that their weights multiply lines of the
+through the rows: matmuls are turned, columns by rows, so that their weights multiply lines of the
 rows. It is given the row values that another kernel has found. The next rows are copied while those
 before them are worked on. Where a mask hides rows, each block has a list of those that it sees.
 Where there are few blocks, several warps of a strip take other rows each, and add up what they have
@@ -172,13 +172,13 @@ def _count_registers(
     problem: TiledAttention, outputs: Sequence[ColumnOutput], tiling: Strips
 ) -> int:
     """Returns how many a thread needs: for results beside sums, which become weights."""
-    others = max(len(problem.products), len(outputs)) * tiling.share
+    others = max(len(problem.matmuls), len(outputs)) * tiling.share
     return (len(outputs) * problem.width + others) // 2 + count_parts_of_floats(problem)
 
 
 def _list_arrays(problem: TiledAttention, outputs: Sequence[ColumnOutput]) -> list[Lines]:
     """Returns the operands with a line for each row, each once."""
-    lefts = (left for left, _ in problem.products)
+    lefts = (left for left, _ in problem.matmuls)
     return list(dict.fromkeys([*lefts, *(lines for _, lines, _ in outputs)]))
 
 
@@ -186,7 +186,7 @@ def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
     unit = tiling.sharers * tiling.share
     places = 2 if problem.rows > unit else 1
     rows = places * unit * (arrays * problem.line_bytes + 4 * len(problem.row_values))
-    own = len(problem.products) * tiling.strips * STRIP * problem.line_bytes
+    own = len(problem.matmuls) * tiling.strips * STRIP * problem.line_bytes
     return max(rows + own, count_parts(problem, tiling))
 
 
@@ -194,7 +194,7 @@ def _write_body(
     problem: TiledAttention, outputs: Sequence[ColumnOutput], hidden: Hidden | None
 ) -> str:
     arrays = _list_arrays(problem, outputs)
-    rights = [right for _, right in problem.products]
+    rights = [right for _, right in problem.matmuls]
     weights = open_functions([weight for weight, _, _ in outputs], "w_")
     heads = weights.write(name_groups(problem))
     # The compiler would compute anew for each column what comes behind a maximum or an inverse.
@@ -213,7 +213,7 @@ def _write_body(
         "COPIES": indent(map(_write_copy, range(len(arrays)), arrays), 8),
         "OWN": indent(_write_own(rights, len(arrays)), 4),
         "HEADS": indent(heads, 4),
-        "PRODUCTS": indent(_write_products(problem, arrays), 8),
+        "MATMULS": indent(_write_matmuls(problem, arrays), 8),
         "ROW": indent(row, 16),
         "WEIGHTS": indent(inner, 20),
         "MIXED": indent(_write_mixed(outputs, arrays), 12),
@@ -244,9 +244,9 @@ def _write_own(rights: Sequence[Lines], arrays: int) -> list[str]:
     return lines
 
 
-def _write_products(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
+def _write_matmuls(problem: TiledAttention, arrays: list[Lines]) -> list[str]:
     lines = []
-    for number, (left, _) in enumerate(problem.products):
+    for number, (left, _) in enumerate(problem.matmuls):
         own = f"shared + OWN + ({number} * STRIPS * 16 + own) * LINE"
         others = f"place + {arrays.index(left)} * UNIT * LINE"
         lines.append(f"multiply_lines(sums[{number}], {own}, {others}, holds);")

@@ -190,7 +190,7 @@ def _list_units(sees: Bits, strips: int) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _name_sums(problem: TiledAttention) -> list[str]:
-    return [f"sum{each}" for each in range(len(problem.products))]
+    return [f"sum{each}" for each in range(len(problem.matmuls))]
 
 
 def _make_places(problem: TiledAttention, terms: Terms) -> dict[str, Bits] | None:

@@ -3,7 +3,7 @@
 Note [Rows of attention]
 A block has some strips of 16 rows, and all columns of their group in shared memory. The columns are
 split over a few warps of a strip, so that what a warp has of the sums fits into its registers from
-the products to the weights; they join their row values, and at the end what they have of a result.
+the matmuls to the weights; they join their row values, and at the end what they have of a result.
 
 Where a mask hides columns a block has those that some of its rows see, side by side. How many each
 warp has is known when it is compiled, once for each count that a block has: each count is a
@@ -51,7 +51,7 @@ from tracegraph.lowering.kernels.matmuls.few_rows_problem import ELEMENT_BYTES
 from tracegraph.lowering.kernels.own_kernel import OwnKernel, leaves_room, name_kernel
 from tracegraph.runtime.definition.nodes import LaunchShape
 
-# Warps of a strip, and most columns that one of them has, of all products together.
+# Warps of a strip, and most columns that one of them has, of all matmuls together.
 _SHARERS, _MAX_COLUMNS = (1, 2, 4), 128
 # Where blocks see different columns, fewer warps with more of them wait less for each other, as
 # long as two blocks are beside each other: with lines of so many elements of 16 bits at most.
@@ -81,7 +81,7 @@ def write_rows(
         keeps_rows: the row values are a result, too.
 
     Raises:
-        ValueError: lines of the matrix, beside those of two products, are too many.
+        ValueError: lines of the matrix, beside those of two matmuls, are too many.
     """
     arrays = _list_arrays(problem, matrix)
     hidden, tiling, seen = _find_hidden(problem, weight, matrix, processors)
@@ -124,7 +124,7 @@ def choose_row_strips(
         processors: multiprocessors of the GPU.
         is_hidden: a mask hides some tiles.
     """
-    count, products = problem.columns // STRIP, len(problem.products)
+    count, matmuls = problem.columns // STRIP, len(problem.matmuls)
     few = problem.group_count * problem.rows // STRIP < processors
     fitting = [
         Strips(1, sharers, -(-count // sharers) * STRIP)
@@ -133,7 +133,7 @@ def choose_row_strips(
     ]
     is_wide = is_hidden and problem.kind != "F32" and problem.width <= _MAX_HIDDEN_WIDTH
     columns = _MAX_HIDDEN_COLUMNS if is_wide else _MAX_COLUMNS
-    enough = [each for each in fitting if each.share * products <= columns]
+    enough = [each for each in fitting if each.share * matmuls <= columns]
     one = enough[-1] if few else enough[0]
     arrays = len(_list_arrays(problem, matrix))
     most = find_most_strips(_count_registers(problem, one), one.sharers, 2 if is_wide else 1)
@@ -163,17 +163,17 @@ def _find_hidden(
 def _count_registers(problem: TiledAttention, tiling: Strips) -> int:
     """Returns how many a thread needs: for sums, then for weights beside the result."""
     weights = tiling.share * ELEMENT_BYTES[problem.kind] // 8
-    sums = tiling.share * len(problem.products) // 2
+    sums = tiling.share * len(problem.matmuls) // 2
     return max(sums, weights + problem.width // 2) + count_parts_of_floats(problem)
 
 
 def _list_arrays(problem: TiledAttention, matrix: Lines) -> list[Lines]:
     """Returns the operands with a line for each column, each once, right ones first."""
-    return list(dict.fromkeys([*(right for _, right in problem.products), matrix]))
+    return list(dict.fromkeys([*(right for _, right in problem.matmuls), matrix]))
 
 
 def _count_lines(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
-    return arrays * problem.columns + len(problem.products) * tiling.strips * STRIP
+    return arrays * problem.columns + len(problem.matmuls) * tiling.strips * STRIP
 
 
 def _count_shared(problem: TiledAttention, arrays: int, tiling: Strips) -> int:
@@ -201,10 +201,10 @@ def _write_body(
     keeps_rows: bool,
 ) -> str:
     arrays = _list_arrays(problem, matrix)
-    rights = [arrays.index(right) for _, right in problem.products]
+    rights = [arrays.index(right) for _, right in problem.matmuls]
     steps = RowSteps(problem, weight, rights, hidden)
     parts = {
-        "BASES": write_bases(problem, [*arrays, *(left for left, _ in problem.products)]),
+        "BASES": write_bases(problem, [*arrays, *(left for left, _ in problem.matmuls)]),
         "COPIES": indent(_write_copies(problem, arrays, steps.early), 4),
         "HEADS": indent(steps.heads, 4),
         "STEPS": steps.write(keeps_rows=keeps_rows),
@@ -235,14 +235,14 @@ def _write_copies(problem: TiledAttention, arrays: list[Lines], early: set[int])
     Args:
         problem: what is computed.
         arrays: of which there is a line for each column.
-        early: numbers of the products that all begins with.
+        early: numbers of the matmuls that all begins with.
     """
-    late = [number for number in range(len(problem.products)) if number not in early]
-    first = {problem.products[number][1] for number in early}
+    late = [number for number in range(len(problem.matmuls)) if number not in early]
+    first = {problem.matmuls[number][1] for number in early}
     lines = []
     for numbers, are_early in ((sorted(early), True), (late, False)):
         for number in numbers:
-            left = problem.products[number][0]
+            left = problem.matmuls[number][0]
             start = f"lines{len(arrays) + number} + (long long)first * {left.stride}"
             place = f"LEFT + {number} * STRIPS * 16 * LINE"
             lines.append(f"ask_lines<STRIPS * 16>(slot, {place}, {start}, {left.stride});")

@@ -226,7 +226,7 @@ ROW_BODY = """\
     auto column = [&](int tile) { return find(place(tile) * 16) + tile % 2 * 8; };
 {COPIES}
 {HEADS}
-    float sums[PRODUCTS][TILES][4] = {};
+    float sums[MATMULS][TILES][4] = {};
     float rows[ROW_VALUES + 1][2];
     await_copies<1>();
     sync_block();
@@ -344,8 +344,8 @@ COLUMN_BODY = """\
         const float *kept = (const float *)(place + ARRAYS * UNIT * LINE) + begin;
         place += begin * LINE;
         auto holds = [](int) { return true; };
-        float sums[PRODUCTS][TILES][4] = {};
-{PRODUCTS}
+        float sums[MATMULS][TILES][4] = {};
+{MATMULS}
         float weights[OUTPUTS][TILES][4];
         #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)

@@ -30,19 +30,19 @@ class RowSteps:
     """Writes the steps, see Note [Attention in tiles].
 
     Before each row value, and before the weights, comes what all that is left has in common once
-    the row values that it needs are there: values that take the place of sums. A product comes
+    the row values that it needs are there: values that take the place of sums. A matmul comes
     right before the first step that uses it. So where a mask hides tiles the second one is made
     when it is known whether their weights are zero.
 
     Args:
         problem: what is computed.
         weight: of the kernel.
-        rights: of each product which of the arrays its right operand is.
+        rights: of each matmul which of the arrays its right operand is.
         hidden: what a mask hides, or None.
 
     Attributes:
         heads: statements of what depends on the group alone.
-        early: numbers of the products that all begins with.
+        early: numbers of the matmuls that all begins with.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class RowSteps:
         self._problem, self._rights, self._hidden = problem, rights, hidden
         self.heads: list[str] = []
         self.early: set[int] = set()
-        # Products that are not made yet, and whose place each has.
-        self._waiting = {number: number for number in range(len(problem.products))}
+        # Matmuls that are not made yet, and whose place each has.
+        self._waiting = {number: number for number in range(len(problem.matmuls))}
         self._is_awaited = False
         self._texts: list[str] = []
         left = [*(each.function for each in problem.row_values), weight]
         for number in range(len(left)):
             self._write_test(number)
-            shared, rest = share_elements(left, len(problem.products), number)
+            shared, rest = share_elements(left, len(problem.matmuls), number)
             if shared and len(left) > 1:
                 left = rest
                 self._write_shared(number, shared)
@@ -97,26 +97,26 @@ class RowSteps:
         return written
 
     def _use(self, functions: Iterable[ElementFunction], number: int) -> None:
-        """Writes the products that functions need, before the row value of a number."""
+        """Writes the matmuls that functions need, before the row value of a number."""
         names = {op.detail for each in functions for op in each.ops if op.opcode == "variable"}
-        for product, place in list(self._waiting.items()):
+        for matmul, place in list(self._waiting.items()):
             if f"sum{place}" not in names:
                 continue
-            del self._waiting[product]
+            del self._waiting[matmul]
             if number == 0:
-                self.early.add(product)
+                self.early.add(matmul)
             elif not self._is_awaited:
                 self._texts.append(_AWAIT)
                 self._is_awaited = True
-            left = f"shared + LEFT + ({product} * STRIPS * 16 + own) * LINE"
-            right = f"shared + ({self._rights[product]} * COLUMNS + sharer * 16) * LINE"
+            left = f"shared + LEFT + ({matmul} * STRIPS * 16 + own) * LINE"
+            right = f"shared + ({self._rights[matmul]} * COLUMNS + sharer * 16) * LINE"
             self._texts.append(f"    multiply_lines(sums[{place}], {left}, {right}, holds);\n")
 
     def _write_shared(self, number: int, shared: Sequence[ElementFunction]) -> None:
-        """Writes values that take the place of sums; products that are not made only move."""
+        """Writes values that take the place of sums; matmuls that are not made only move."""
         moved = {
-            product: place
-            for product, old in self._waiting.items()
+            matmul: place
+            for matmul, old in self._waiting.items()
             for place, each in enumerate(shared)
             if len(each.ops) == 1 and each.ops[0].detail == f"sum{old}"
         }

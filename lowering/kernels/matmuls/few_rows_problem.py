@@ -56,7 +56,7 @@ TILE_ROWS, MIN_TENSOR_ROWS = 8, 2
 
 @dataclasses.dataclass(frozen=True)
 class MatrixGroup:
-    """Matrices of the same number of columns, and what is computed of their products.
+    """Matrices of the same number of columns, and what is computed of what they give.
 
     Attributes:
         columns: of each matrix.

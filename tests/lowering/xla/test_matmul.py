@@ -290,8 +290,8 @@ def multiply(node: MatmulNode, memory: dict[str, np.ndarray]) -> None:
     """What cublasLt does in a matmul, in NumPy."""
     matmul = node.matmul
     buffers = {role: memory[use.buffer] for role, use in node.operands}
-    product = view(buffers["a"], matmul.a) @ view(buffers["b"], matmul.b)
-    result = matmul.alpha.real * product
+    multiplied = view(buffers["a"], matmul.a) @ view(buffers["b"], matmul.b)
+    result = matmul.alpha.real * multiplied
     if "c" in buffers:
         result = result + matmul.beta * view(buffers["c"], matmul.c)
     if "bias" in buffers:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.extend.core import Primitive
 
-from tests.tracegraph.mixed_precision.products import list_equations, name_products
+from tests.tracegraph.mixed_precision.matmuls import list_equations, name_matmuls
 from tracegraph.jax_internals import make_function, trace_state
 from tracegraph.mixed_precision.cast_rules import CastRules, make_rules
 from tracegraph.mixed_precision.region_trace import RegionTrace, enter_region, rewrite_jaxpr
@@ -32,11 +32,11 @@ def test_types_of_inputs_and_results_stay() -> None:
     assert after is not before
     assert [str(aval) for aval in after.in_avals] == [str(aval) for aval in before.in_avals]
     assert [str(aval) for aval in after.out_avals] == [str(aval) for aval in before.out_avals]
-    assert name_products(make_function(after), X) == ["bfloat16"]
-    assert name_products(make_function(before), X) == ["float32"]
+    assert name_matmuls(make_function(after), X) == ["bfloat16"]
+    assert name_matmuls(make_function(before), X) == ["float32"]
 
 
-def test_a_jaxpr_without_products_is_the_same_one() -> None:
+def test_a_jaxpr_without_matmuls_is_the_same_one() -> None:
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x))(X)
     assert rewrite_jaxpr(jaxpr, RULES) is jaxpr
 

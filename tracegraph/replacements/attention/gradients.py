@@ -1,9 +1,9 @@
 """Factors and gradients: which matmuls of a graph are those of one forward or backward pass.
 
 The derivative of a matmul multiplies the gradient of its result by each of its operands, the very
-values that it had. So the matmuls of a backward pass are found from the products: the gradient of
-the scores is what is multiplied by the queries and by the keys, the gradient of the result is what
-is multiplied by the values and by the shares.
+values that it had. So the matmuls of a backward pass are found from those of the forward pass: the
+gradient of the scores is what is multiplied by the queries and by the keys, the gradient of the
+result is what is multiplied by the values and by the shares.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.replacements.attention.products import (
+from tracegraph.replacements.attention.line_matmuls import (
     COLUMN,
     ROW,
-    Product,
+    LineMatmul,
     count_lines,
     find_depth,
     list_groups,
@@ -69,20 +69,20 @@ class Gradients:
     """The gradients of queries and keys.
 
     Attributes:
-        scores: the product of queries and keys.
+        scores: the matmul of queries and keys.
         of_rows: adds up keys to the gradient of each query.
         of_columns: adds up queries to the gradient of each key.
     """
 
-    scores: Product
+    scores: LineMatmul
     of_rows: Factor
     of_columns: Factor
 
 
 def list_gradients(view: GraphView, op: Op) -> Iterator[Gradients]:
-    """Yields what may be the gradients of a product: both have the same weights."""
+    """Yields what may be the gradients of a matmul: both have the same weights."""
     for left in (0, 1):
-        scores = make_product(op, left)
+        scores = make_line_matmul(op, left)
         if scores is None:
             continue
         for of_rows in list_factors(view, scores, 1 - left):
@@ -92,8 +92,8 @@ def list_gradients(view: GraphView, op: Op) -> Iterator[Gradients]:
                     yield Gradients(scores, of_rows, of_columns)
 
 
-def make_product(op: Op, left: int) -> Product | None:
-    """Returns a matmul as a product, with the rows of one operand, if it is one."""
+def make_line_matmul(op: Op, left: int) -> LineMatmul | None:
+    """Returns a matmul of lines, with the rows of one operand, if it is one."""
     if op.name != "dot_general" or not find_depth(op) or not runs_on_tensor_cores(op):
         return None
     free = [
@@ -102,7 +102,7 @@ def make_product(op: Op, left: int) -> Product | None:
     ]
     if free[0] is None or free[1] is None:
         return None
-    return Product(op, (*list_groups(op), *free[0], *free[1]), left)
+    return LineMatmul(op, (*list_groups(op), *free[0], *free[1]), left)
 
 
 def make_mix(op: Op, side: int) -> Factor | None:
@@ -127,26 +127,26 @@ def make_mix(op: Op, side: int) -> Factor | None:
     return Factor(op, side, COLUMN, places[side], places[1 - side], (*batch, *free[0], *free[1]))
 
 
-def list_factors(view: GraphView, product: Product, side: int) -> Iterator[Factor]:
-    """Yields the matmuls that add up the lines of one operand of a product."""
-    lines = product.op.operands[side]
+def list_factors(view: GraphView, matmul: LineMatmul, side: int) -> Iterator[Factor]:
+    """Yields the matmuls that add up the lines of one operand of a matmul."""
+    lines = matmul.op.operands[side]
     if not isinstance(lines, Value):
         return
     for op in view.uses.get(lines, ()):
-        factor = _read_factor(product, side, op)
+        factor = _read_factor(matmul, side, op)
         if factor is not None:
             yield factor
 
 
-def _read_factor(product: Product, side: int, op: Op) -> Factor | None:
-    if op is product.op or op.name != "dot_general" or not runs_on_tensor_cores(op):
+def _read_factor(matmul: LineMatmul, side: int, op: Op) -> Factor | None:
+    if op is matmul.op or op.name != "dot_general" or not runs_on_tensor_cores(op):
         return None
-    lines = product.op.operands[side]
-    if op.operands[0] == op.operands[1] or find_depth(op) != count_lines(product.op, side):
+    lines = matmul.op.operands[side]
+    if op.operands[0] == op.operands[1] or find_depth(op) != count_lines(matmul.op, side):
         return None
     own = 0 if op.operands[0] == lines else 1
-    known = dict(enumerate(product.place_lines(side)))
-    name, other_name = (ROW, COLUMN) if side == product.left else (COLUMN, ROW)
+    known = dict(enumerate(matmul.place_lines(side)))
+    name, other_name = (ROW, COLUMN) if side == matmul.left else (COLUMN, ROW)
     (contracted, batch), free = op.params["dimension_numbers"], list_free(op, own)
     is_summed = {axis: known[axis] for axis in contracted[own]}
     shape = lines.aval.shape
@@ -156,7 +156,7 @@ def _read_factor(product: Product, side: int, op: Op) -> Factor | None:
         return None
     # The weights have the other lines for themselves.
     rest = spread_free(op, 1 - own, make_variable(other_name, count_lines(op, 1 - own)))
-    if rest is None or count_lines(op, 1 - own) != count_lines(product.op, 1 - side):
+    if rest is None or count_lines(op, 1 - own) != count_lines(matmul.op, 1 - side):
         return None
     places = {
         theirs: known[ours]

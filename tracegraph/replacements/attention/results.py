@@ -11,7 +11,7 @@ import jax
 from tracegraph.lowering.kernels.attention.tiled import ResultLines, TiledAttention
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.replacements.attention.gradients import Factor
-from tracegraph.replacements.attention.products import ROW
+from tracegraph.replacements.attention.line_matmuls import ROW
 from tracegraph.replacements.attention.softmax_chain import ELEMENT
 from tracegraph.replacements.indices import Index, list_variables
 from tracegraph.replacements.kernel_call import call_kernel

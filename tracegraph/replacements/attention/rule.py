@@ -99,7 +99,7 @@ class _Found:
     Attributes:
         mix: the matmul of shares and values.
         axes: what stands for its axes.
-        score: function of a product.
+        score: function of a matmul.
         query: function of an element of a query.
         caches: keys and values.
         arrays: the number of the kernel's parameter for each value that is loaded; it grows.
@@ -181,7 +181,7 @@ def _find_width(dot: Op) -> int | None:
 
 
 def _place_factor(dot: Op, side: int, place: Indices, width: int) -> Indices:
-    """Returns where a factor of a product is that is added up at a place of a matmul's result."""
+    """Returns where a factor of a matmul is that is added up at a place of a matmul's result."""
     batch = len(dot.params["dimension_numbers"][1][0])
     own = len(list_free(dot, 0))
     free = place[batch : batch + own] if side == 0 else place[batch + own :]

@@ -28,10 +28,10 @@ from tracegraph.replacements.attention.gradients import (
     make_mix,
 )
 from tracegraph.replacements.attention.joins import find_join
-from tracegraph.replacements.attention.products import (
+from tracegraph.replacements.attention.line_matmuls import (
     COLUMN,
     ROW,
-    Product,
+    LineMatmul,
     count_lines,
     find_depth,
     find_lines,
@@ -84,12 +84,12 @@ class _Found:
 
     Attributes:
         match: itself.
-        products: the matmuls that it computes again.
+        matmuls: the matmuls that it computes again.
         factors: those whose results it returns, or joins.
     """
 
     match: Match
-    products: tuple[Op, ...]
+    matmuls: tuple[Op, ...]
     factors: tuple[Op, ...]
 
 
@@ -112,7 +112,7 @@ def _write_forward(view: GraphView, mix: Factor, machine: Machine) -> _Found | N
     arrays: dict[Value, int] = {}
     reader = ScoreReader(view.makers, arrays, find_depth(mix.op), limit=1)
     weight = reader.read(mix.matrix, mix.weights)
-    if len(reader.products) != 1 or not reader.depends_on_products(weight):
+    if len(reader.matmuls) != 1 or not reader.depends_on_matmuls(weight):
         return None
     values = _find_lines(view, arrays, mix)
     problem = _make_problem(view, arrays, reader, list_group_sizes(mix.op))
@@ -130,11 +130,11 @@ def _write_forward(view: GraphView, mix: Factor, machine: Machine) -> _Found | N
     )
     call = ForwardCall(kernel, machine, len(arrays), result)
     match = _make_match(view, [mix.op], arrays, call, problem.columns)
-    return _Found(match, (reader.products[0].op,), (mix.op,))
+    return _Found(match, (reader.matmuls[0].op,), (mix.op,))
 
 
 def _match_gradients(view: GraphView, op: Op, machine: Machine) -> _Found | None:
-    """Returns the backward pass that begins with a product, if it is one."""
+    """Returns the backward pass that begins with a matmul, if it is one."""
     for gradients in list_gradients(view, op):
         try:
             found = _write_backward(view, gradients, machine)
@@ -149,8 +149,8 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
     scores, arrays = gradients.scores, dict[Value, int]()
     reader = ScoreReader(view.makers, arrays, scores.counts[1], limit=2)
     element = reader.read(gradients.of_rows.matrix, gradients.of_rows.weights)
-    others = [each for each in reader.products if each.op is not scores.op]
-    if len(reader.products) != 2 or len(others) != 1:
+    others = [each for each in reader.matmuls if each.op is not scores.op]
+    if len(reader.matmuls) != 2 or len(others) != 1:
         return None
     shares = _find_shares(view, reader, others[0])
     problem = _make_problem(view, arrays, reader, list_group_sizes(scores.op))
@@ -188,8 +188,8 @@ def _write_backward(view: GraphView, gradients: Gradients, machine: Machine) -> 
     )
     ops = [join.op] if join is not None else [each.op for each in factors]
     match = _make_match(view, ops, arrays, call, max(problem.rows, problem.columns))
-    products = tuple(each.op for each in reader.products)
-    return _Found(match, products, tuple(each.op for each in factors))
+    matmuls = tuple(each.op for each in reader.matmuls)
+    return _Found(match, matmuls, tuple(each.op for each in factors))
 
 
 def _describe(value: Value) -> jax.ShapeDtypeStruct:
@@ -197,12 +197,12 @@ def _describe(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def _find_shares(
-    view: GraphView, reader: ScoreReader, product: Product
+    view: GraphView, reader: ScoreReader, matmul: LineMatmul
 ) -> list[tuple[Factor, int]]:
     """Returns the gradient of the values: it adds up the lines that they are multiplied by."""
-    for factor in list_factors(view, product, product.left):
+    for factor in list_factors(view, matmul, matmul.left):
         weight = reader.read(factor.matrix, factor.weights)
-        if not isinstance(weight, Index) and reader.depends_on_products(weight):
+        if not isinstance(weight, Index) and reader.depends_on_matmuls(weight):
             return [(factor, weight)]
     return []
 
@@ -215,23 +215,23 @@ def _find_lines(view: GraphView, arrays: dict[Value, int], factor: Factor) -> Li
 def _make_problem(
     view: GraphView, arrays: dict[Value, int], reader: ScoreReader, groups: tuple[int, ...]
 ) -> TiledAttention | None:
-    """Returns what kernels compute from the products that were read.
+    """Returns what kernels compute from the matmuls that were read.
 
     Its kinds are those of the arrays so far.
     """
     pairs = []
-    for product in reader.products:
+    for matmul in reader.matmuls:
         sides = [
             find_lines(
-                view.makers, arrays, product.op.operands[side], product.place_lines(side), along
+                view.makers, arrays, matmul.op.operands[side], matmul.place_lines(side), along
             )
-            for side, along in ((product.left, ROW), (1 - product.left, COLUMN))
+            for side, along in ((matmul.left, ROW), (1 - matmul.left, COLUMN))
         ]
         if sides[0] is None or sides[1] is None:
             return None
         pairs.append((sides[0], sides[1]))
-    first = reader.products[0]
-    if len({each.width for each in reader.products}) > 1:
+    first = reader.matmuls[0]
+    if len({each.width for each in reader.matmuls}) > 1:
         return None
     kinds = _list_kinds(arrays)
     used = {kinds[lines.parameter] for pair in pairs for lines in pair}
@@ -274,11 +274,11 @@ def _make_match(
 
 
 def _drop_useless(view: GraphView, found: Sequence[_Found]) -> list[Match]:
-    """Returns the matches without those whose products something else needs."""
+    """Returns the matches without those whose matmuls something else needs."""
     kept = list(found)
     while True:
         needed = _list_needed(view, [each.match for each in kept])
-        useful = [each for each in kept if needed.isdisjoint(map(id, each.products))]
+        useful = [each for each in kept if needed.isdisjoint(map(id, each.matmuls))]
         if len(useful) == len(kept):
             return [each.match for each in kept]
         kept = useful

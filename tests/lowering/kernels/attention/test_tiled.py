@@ -36,13 +36,13 @@ class Program:
     """Expressions of row values and weights, as `build` takes them.
 
     Attributes:
-        products: how many.
+        matmuls: how many.
         row_values: of each its kind and its function.
         row: the weight of the row kernel.
         columns: those of the column kernel.
     """
 
-    products: int
+    matmuls: int
     row_values: tuple[tuple[str, Any], ...]
     row: Any
     columns: tuple[Any, ...]
@@ -116,7 +116,7 @@ def make_problem(case: Case) -> TiledAttention:
         case.columns,
         case.width,
         (case.kind, case.kind, case.kind, "PRED", "F32"),
-        ((queries, keys), (gradients, values))[: case.program.products],
+        ((queries, keys), (gradients, values))[: case.program.matmuls],
         tuple(RowValue(kind, build(each)) for kind, each in case.program.row_values),
         case.kind,
     )
@@ -150,13 +150,13 @@ def write_kernels(case: Case) -> tuple[OwnKernel, OwnKernel]:
     assert find_tiled_problem(problem) == ""
     values = _make_lines(case, JOINED, 1, case.columns, 2)
     gradients = _make_lines(case, GRADIENTS, 0, case.rows, 1)
-    matrix = problem.products[0][1] if case.program.products == 2 else values
+    matrix = problem.matmuls[0][1] if case.program.matmuls == 2 else values
     assert find_lines_problem(problem, matrix) == ""
     _, output = make_output(case, case.rows)
     row = build(case.program.row)
     rows = write_rows(problem, row, matrix, output, case.processors, keeps_rows=True)
     _, output = make_output(case, case.columns)
-    added = (gradients, problem.products[0][0])
+    added = (gradients, problem.matmuls[0][0])
     outputs = [
         (build(each), lines, output)
         for each, lines in zip(case.program.columns, added, strict=False)
@@ -193,7 +193,7 @@ def check(case: Case, found: Any) -> None:
         known: dict[str, Any] = {"g0": b, "g1": h}
         known["r"], known["t"] = np.arange(case.rows)[:, None], np.arange(case.columns)[None]
         known["sum0"] = queries[b, :, h] @ keys.T
-        if case.program.products == 2:
+        if case.program.matmuls == 2:
             known["sum1"] = gradients[b, :, h] @ values.T
         whole = (case.rows, case.columns)
 
@@ -205,7 +205,7 @@ def check(case: Case, found: Any) -> None:
             scale = max(1.0, np.abs(value).max())
             np.testing.assert_allclose(kept[b, h, number], value, rtol=0, atol=1e-5 * scale)
             known[f"row{number}"] = value[:, None]
-        matrix = keys if case.program.products == 2 else values
+        matrix = keys if case.program.matmuls == 2 else values
         _compare(case, out[b, :, h], find(case.program.row), matrix)
         for each, array, lines in zip(
             case.program.columns, outs, (gradients, queries), strict=False
@@ -339,7 +339,7 @@ def test_elements_are_loaded_once_and_not_divided() -> None:
 
 
 PROBLEM = make_problem(MATRIX)
-QUERY_LINES, KEY_LINES = PROBLEM.products[0]
+QUERY_LINES, KEY_LINES = PROBLEM.matmuls[0]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ QUERY_LINES, KEY_LINES = PROBLEM.products[0]
         ({"width": 40}, "40 width are no multiple of 16"),
         ({"columns": 272}, "272 columns are more than 256"),
         ({"width": 144}, "lines of 144 elements are longer than 128"),
-        ({"products": ()}, "there are 0 products"),
+        ({"matmuls": ()}, "there are 0 matmuls"),
         ({"kind": "BF16"}, "lines of parameter 0 are F16, not BF16"),
     ],
 )
@@ -379,8 +379,8 @@ def test_lines_begin_at_vectors(base: Any, stride: int, *, is_fine: bool) -> Non
     lines = Lines(QUERIES, build(base), stride)
     said = "" if is_fine else "lines of parameter 0 begin at no multiple of 16 bytes"
     assert find_lines_problem(PROBLEM, lines) == said
-    products = ((QUERY_LINES, KEY_LINES), (lines, KEY_LINES))
-    assert find_tiled_problem(dataclasses.replace(PROBLEM, products=products)) == said
+    matmuls = ((QUERY_LINES, KEY_LINES), (lines, KEY_LINES))
+    assert find_tiled_problem(dataclasses.replace(PROBLEM, matmuls=matmuls)) == said
 
 
 def test_lines_that_shared_memory_has_no_place_for_are_refused() -> None:

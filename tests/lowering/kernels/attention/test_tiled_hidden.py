@@ -99,7 +99,7 @@ def check(case: Case, found: Any) -> None:
                 value = evaluate(build(each), known, given)
                 value = np.broadcast_to(value, (case.rows, case.columns))
                 known[f"row{number}"] = getattr(value, kind)(axis=1, keepdims=True)
-            matrix = keys if case.program.products == 2 else values
+            matrix = keys if case.program.matmuls == 2 else values
             compare(case, out[b, :, h], evaluate(build(case.program.row), known, given) @ matrix)
             added = (gradients[b, :, h], queries[b, :, h])
             for each, array, lines in zip(case.program.columns, outs, added, strict=False):

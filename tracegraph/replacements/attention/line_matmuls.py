@@ -1,4 +1,4 @@
-"""Products: the matmuls inside of attention, as lines that are multiplied by lines.
+"""LineMatmul: a matmul inside of attention, as lines that are multiplied by lines.
 
 A line is a vector: a query, a key, a value, or the gradient of a result. Groups, as heads of
 sequences, are the axes that both sides of a matmul have.
@@ -31,7 +31,7 @@ _MOST_ELEMENTS = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class LineMatmul:
     """A matmul whose result has a row for each line of one side, a column for each of the other.
 
     Attributes:
@@ -60,8 +60,8 @@ class Product:
         return place_side(self.op, side, batch, free[side], make_variable(ELEMENT, self.width))
 
 
-def find_product(op: Op, place: Indices) -> Product | None:
-    """Returns a matmul as a product, if each side has the lines of one direction."""
+def find_line_matmul(op: Op, place: Indices) -> LineMatmul | None:
+    """Returns a matmul of lines, if each side has the lines of one direction."""
     if op.name != "dot_general" or find_depth(op) == 0 or not runs_on_tensor_cores(op):
         return None
     batch, free = _split_place(op, place)
@@ -71,7 +71,7 @@ def find_product(op: Op, place: Indices) -> Product | None:
         return None
     for left in (0, 1):
         if names[left] == {ROW} and names[1 - left] == {COLUMN}:
-            return Product(op, place, left)
+            return LineMatmul(op, place, left)
     return None
 
 
@@ -146,7 +146,7 @@ def find_lines(
     Args:
         makers: the op of each value.
         arrays: the number of the kernel's parameter for each value that is loaded; it grows.
-        value: the operand of a product.
+        value: the operand of a matmul.
         place: of an element of a line in it.
         along: the variable that counts lines.
 

@@ -15,11 +15,11 @@ def list_equations(function: Callable[..., Any], *args: Any) -> list[Any]:
     return [*_walk(jax.make_jaxpr(function)(*args))]
 
 
-def name_products(function: Callable[..., Any], *args: Any) -> list[str]:
+def name_matmuls(function: Callable[..., Any], *args: Any) -> list[str]:
     """Returns the dtype of each matmul and convolution of a function, in order."""
     found = list_equations(function, *args)
-    products = [each for each in found if "precision" in each.params]
-    types = [{str(operand.aval.dtype) for operand in each.invars} for each in products]
+    matmuls = [each for each in found if "precision" in each.params]
+    types = [{str(operand.aval.dtype) for operand in each.invars} for each in matmuls]
     assert all(len(each) == 1 for each in types), types
     return [each.pop() for each in types]
 
