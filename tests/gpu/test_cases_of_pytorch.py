@@ -11,22 +11,20 @@ from types import ModuleType
 
 import pytest
 
-from tests.public import (
-    test_grad_scaler,
-    test_graphed_callables,
-    test_optimizers,
-    test_random,
-    test_random_errors,
+from tests.public.functions import test_optimizers, test_random, test_random_errors
+from tests.public.graphed_callables import test_graphed_callables
+from tests.public.precision import test_grad_scaler
+from tests.public.raw_graph import (
+    test_cases,
+    test_errors,
+    test_files,
+    test_hooks,
+    test_object,
     test_raw_graph,
-    test_raw_graph_cases,
-    test_raw_graph_errors,
-    test_raw_graph_files,
-    test_raw_graph_hooks,
-    test_raw_graph_object,
-    test_raw_graph_random,
-    test_raw_graph_state,
-    test_raw_graph_streams,
+    test_state,
+    test_streams,
 )
+from tests.public.raw_graph import test_random as test_random_in_raw_graphs
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MODULES: tuple[ModuleType, ...] = (
@@ -36,14 +34,14 @@ MODULES: tuple[ModuleType, ...] = (
     test_random,
     test_random_errors,
     test_raw_graph,
-    test_raw_graph_cases,
-    test_raw_graph_errors,
-    test_raw_graph_files,
-    test_raw_graph_hooks,
-    test_raw_graph_object,
-    test_raw_graph_random,
-    test_raw_graph_state,
-    test_raw_graph_streams,
+    test_cases,
+    test_errors,
+    test_files,
+    test_hooks,
+    test_object,
+    test_random_in_raw_graphs,
+    test_state,
+    test_streams,
 )
 # Those of one process on a GPU without others, or with handles of the driver, are in a file of
 # their own: test_raw_graph.py. The twin of another was compiled in other parts, which may round
@@ -56,7 +54,7 @@ ELSEWHERE = (
 )
 CASE = re.compile(r"test_g\d+_")
 
-everywhere = test_raw_graph_hooks.everywhere
+everywhere = test_hooks.everywhere
 
 
 @pytest.fixture(autouse=True)
