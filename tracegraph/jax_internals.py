@@ -506,6 +506,24 @@ def name_jaxprs(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
+def rewrite_jaxprs(params: Mapping[str, Any], write: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Returns a primitive's parameters with their jaxprs rewritten; the same object if none is."""
+    written = {name: _rewrite_value(value, write) for name, value in params.items()}
+    is_same = all(written[name] is value for name, value in params.items())
+    return params if is_same else written
+
+
+def _rewrite_value(value: Any, write: Callable[[Any], Any]) -> Any:
+    if is_jaxpr(value):
+        return write(value)
+    if not isinstance(value, tuple | list):
+        return value
+    items = [write(item) if is_jaxpr(item) else item for item in value]
+    if all(one is other for one, other in zip(items, value, strict=True)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
 def expand_equation(equation: Any, operands: Sequence[Any]) -> Any:
     """Returns what a ``HiPrim`` does, as `custom_root` is one, as a closed jaxpr; None if none."""
     primitive = equation.params.get("_prim")

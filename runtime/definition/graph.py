@@ -204,7 +204,7 @@ def _format_node(node: Node) -> str:
     text = f"{node.kind} {node.name}({', '.join(node.arguments)}) -> {', '.join(node.results)}"
     if isinstance(node, KernelNode):
         grid, block = node.shape.grid, node.shape.block
-        return f"{text}  {_format_dims(grid)} blocks of {_format_dims(block)} threads"
+        return f"{text}  {format_dims(grid)} blocks of {format_dims(block)} threads"
     if isinstance(node, FillNode):
         return f"{text}  {node.target.nbytes:,} bytes, value {node.value}"
     if isinstance(node, CopyNode):
@@ -214,7 +214,7 @@ def _format_node(node: Node) -> str:
     return text
 
 
-def _format_dims(dims: tuple[int, int, int]) -> str:
+def format_dims(dims: tuple[int, int, int]) -> str:
     """Returns ``4x2`` for (4, 2, 1)."""
     count = max((i + 1 for i, dim in enumerate(dims) if dim != 1), default=1)
     return "x".join(map(str, dims[:count]))

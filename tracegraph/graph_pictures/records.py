@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tracegraph.runtime.definition.graph import format_dims
 from tracegraph.runtime.definition.nodes import BufferUse
 
 
@@ -87,7 +88,7 @@ class NodeData:
         if self.kernel is not None and self.kernel.symbol != self.name:
             text += f" ({self.kernel.symbol})"
         if self.kernel is not None:
-            grid, block = (_format_dims(each) for each in (self.kernel.grid, self.kernel.block))
+            grid, block = (format_dims(each) for each in (self.kernel.grid, self.kernel.block))
             text += f", {grid} blocks of {block} threads"
         return f"{text}, {self.nbytes:,} bytes"
 
@@ -123,8 +124,3 @@ class PartData:
     kind: str
     owner: int | None = None
     body: int = 0
-
-
-def _format_dims(dims: tuple[int, int, int]) -> str:
-    count = max((i + 1 for i, dim in enumerate(dims) if dim != 1), default=1)
-    return "x".join(map(str, dims[:count]))

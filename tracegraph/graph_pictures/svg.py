@@ -65,7 +65,7 @@ def draw_svg(data: GraphData) -> str:
             f'viewBox="0 0 {width} {top}">',
             f"<style>{STYLE}</style>",
             f'<rect width="{width}" height="{top}" style="fill:#fff;stroke:none"/>',
-            f'<text class="title" x="{MARGIN}" y="{MARGIN + 8}">{_escape(heading)}</text>',
+            f'<text class="title" x="{MARGIN}" y="{MARGIN + 8}">{escape(heading)}</text>',
             f'<text class="small" x="{MARGIN}" y="{MARGIN + 24}">{key}</text>',
             *blocks,
             "</svg>",
@@ -75,7 +75,7 @@ def draw_svg(data: GraphData) -> str:
 
 
 def _draw_part(data: GraphData, part: PartData, layout: Layout) -> Iterator[str]:
-    yield f'<text class="title" y="14">{_escape(data.describe_part(part))}</text>'
+    yield f'<text class="title" y="14">{escape(data.describe_part(part))}</text>'
     nodes = data.list_nodes(part.number)
     if not nodes:
         yield f'<text class="small" y="{TITLE_HEIGHT}">no nodes</text>'
@@ -106,15 +106,15 @@ def _draw_node(node: NodeData, layout: Layout, *, is_critical: bool) -> Iterator
     x, y = _find_corner(layout, node.index)
     classes = "critical" if is_critical else ""
     color = COLORS.get(node.kind, LIBRARY_COLOR)
-    yield f'<g id="n{node.index}"><title>{_escape(_describe(node))}</title>'
+    yield f'<g id="n{node.index}"><title>{escape(_describe(node))}</title>'
     yield (
         f'<rect class="{classes}" x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" '
         f'rx="5" fill="{color}"/>'
     )
     name = node.name if len(node.name) <= NAME_COLUMNS else f"{node.name[: NAME_COLUMNS - 1]}…"
     detail = f"{node.kind}, {node.nbytes:,} bytes"
-    yield f'<text x="{x + 8}" y="{y + 15}">{node.index}: {_escape(name)}</text>'
-    yield f'<text class="small" x="{x + 8}" y="{y + 29}">{_escape(detail)}</text></g>'
+    yield f'<text x="{x + 8}" y="{y + 15}">{node.index}: {escape(name)}</text>'
+    yield f'<text class="small" x="{x + 8}" y="{y + 29}">{escape(detail)}</text></g>'
 
 
 def _find_corner(layout: Layout, index: int) -> tuple[int, int]:
@@ -129,6 +129,6 @@ def _describe(node: NodeData) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _escape(text: str) -> str:
-    # XML has no control characters, not even as numbers.
+def escape(text: str) -> str:
+    """Returns a text for XML, which has no control characters, not even as numbers."""
     return html.escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))

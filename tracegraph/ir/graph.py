@@ -140,3 +140,10 @@ class Graph:
     def has_streams(self) -> bool:
         """True when an op is on a stream other than the capturing one, or orders streams."""
         return any(op.origin.stream or op.name in STREAM_MARKS for op in self.ops)
+
+    @property
+    def next_number(self) -> int:
+        """The number behind those of all values: a new value can have it."""
+        values = [*self.inputs, *(constant.value for constant in self.constants)]
+        values += [result for op in self.ops for result in op.results]
+        return 1 + max((value.number for value in values), default=-1)

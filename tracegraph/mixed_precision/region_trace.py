@@ -35,9 +35,9 @@ from tracegraph.jax_internals import (
     enclose,
     equation_context,
     infer_dtypes,
-    is_jaxpr,
     open_jaxpr,
     replace_equations,
+    rewrite_jaxprs,
     run_in,
     trace_state,
 )
@@ -123,7 +123,11 @@ class RegionTrace(BaseTrace):
         if primitive.name in _CALLS and params["inline"] and not _has_mark(params["jaxpr"]):
             with run_in(self):
                 return call_jaxpr(params["jaxpr"], tracers)
-        return self._bind(primitive, tracers, _rewrite_params(params, self._rules))
+        return self._bind(
+            primitive,
+            tracers,
+            rewrite_jaxprs(params, lambda jaxpr: rewrite_jaxpr(jaxpr, self._rules)),
+        )
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Sequence[Any], /, **params: Any
@@ -221,7 +225,7 @@ def _rewrite_equation(equation: Any, rules: CastRules) -> Any:
     types = [getattr(operand.aval, "dtype", None) for operand in equation.invars]
     if primitive.name in _CUSTOM or rules.choose_dtype(primitive, params, types) is not None:
         return _write_call(equation, rules)
-    changed = _rewrite_params(params, rules)
+    changed = rewrite_jaxprs(params, lambda jaxpr: rewrite_jaxpr(jaxpr, rules))
     return equation if changed is params else equation.replace(params=changed)
 
 
@@ -237,27 +241,6 @@ def _write_call(equation: Any, rules: CastRules) -> Any:
     avals = [operand.aval for operand in equation.invars]
     (call,) = open_jaxpr(jax.make_jaxpr(jax.jit(autocast))(*avals))[0].eqns
     return equation.replace(primitive=call.primitive, params=call.params)
-
-
-def _rewrite_params(params: Mapping[str, Any], rules: CastRules) -> Mapping[str, Any]:
-    """Returns parameters with their jaxprs rewritten; the same object if none is."""
-    changed = {}
-    for name, value in params.items():
-        written = _map_jaxprs(value, lambda jaxpr: rewrite_jaxpr(jaxpr, rules))
-        if written is not value:
-            changed[name] = written
-    return {**params, **changed} if changed else params
-
-
-def _map_jaxprs(value: Any, write: Callable[[Any], Any]) -> Any:
-    if is_jaxpr(value):
-        return write(value)
-    if not isinstance(value, tuple | list):
-        return value
-    items = [write(item) if is_jaxpr(item) else item for item in value]
-    if all(one is other for one, other in zip(items, value, strict=True)):
-        return value
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _run_in_region(

@@ -33,7 +33,7 @@ class InlineCalls:
 
     def apply(self, graph: Graph) -> Graph:
         """Returns the graph without calls."""
-        first = 1 + max((value.number for value in _list_values(graph)), default=-1)
+        first = graph.next_number
         inliner = _Inliner(itertools.count(first), inlines_rules=self.inlines_rules)
         ops = tuple(inliner.inline(graph.ops))
         outputs = tuple(find_replacement(each, inliner.replacements) for each in graph.outputs)
@@ -114,10 +114,3 @@ def _nest_origins(outer: Origin, inner: Origin) -> Origin:
     stream = inner.stream or outer.stream
     backward_on = inner.backward_on if outer.backward_on is None else outer.backward_on
     return Origin(inner.source, scope, stream, context, backward_on)
-
-
-def _list_values(graph: Graph) -> Iterator[Value]:
-    yield from graph.inputs
-    yield from (constant.value for constant in graph.constants)
-    for op in graph.ops:
-        yield from op.results

@@ -36,8 +36,7 @@ class _Lifter:
     """The constants used so far, by the array that they hold."""
 
     def __init__(self, graph: Graph) -> None:
-        numbers = [value.number for value in _list_definitions(graph)]
-        self._next = 1 + max(numbers, default=-1)
+        self._next = graph.next_number
         self._known = {constant.value: constant for constant in graph.constants}
         self.used: dict[tuple[Any, ...], Constant] = {}
 
@@ -71,8 +70,3 @@ def _identify(constant: Constant) -> tuple[Any, ...]:
     # JAX wraps a NumPy array in a new object at each use: the address identifies it.
     interface = array.__array_interface__
     return (interface["data"], interface["strides"], array.shape, str(array.dtype), str(aval))
-
-
-def _list_definitions(graph: Graph) -> list[Value]:
-    defined = [*graph.inputs, *(constant.value for constant in graph.constants)]
-    return defined + [value for op in graph.ops for value in op.results]

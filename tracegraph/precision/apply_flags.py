@@ -13,7 +13,6 @@ option against it. A result in float32 that is rounded afterwards leaves cuBLAS 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from tracegraph.ir.kernel_calls import KERNEL_CALLS
-from tracegraph.jax_internals import is_jaxpr, open_jaxpr, replace_equations
+from tracegraph.jax_internals import open_jaxpr, replace_equations, rewrite_jaxprs
 from tracegraph.precision.flags import UNSET, PrecisionFlags
 
 _TF32_TYPES = frozenset({np.dtype(np.float32), np.dtype(np.complex64)})
@@ -63,15 +62,11 @@ class _Writer:
         if name in KERNEL_CALLS:
             return equation
         if name in _MATMULS or name == "conv_general_dilated":
-            return self._write_product(equation)
-        changed = {}
-        for key, value in equation.params.items():
-            written = _map_jaxprs(value, self.write)
-            if written is not value:
-                changed[key] = written
-        return equation.replace(params={**equation.params, **changed}) if changed else equation
+            return self._write_matmul(equation)
+        params = rewrite_jaxprs(equation.params, self.write)
+        return equation if params is equation.params else equation.replace(params=params)
 
-    def _write_product(self, equation: Any) -> Any:
+    def _write_matmul(self, equation: Any) -> Any:
         precision = equation.params["precision"]
         types = {operand.aval.dtype for operand in equation.invars[:2]}
         is_matmul = equation.primitive.name in _MATMULS
@@ -93,18 +88,6 @@ class _Writer:
         if dtype == jax.numpy.float16:
             return flags.matmul_fp16_reduction is False
         return dtype == jax.numpy.bfloat16 and flags.matmul_bf16_reduction is False
-
-
-def _map_jaxprs(value: Any, write: Callable[[Any], Any]) -> Any:
-    """Returns a parameter with its jaxprs rewritten; the same object if none is."""
-    if is_jaxpr(value):
-        return write(value)
-    if not isinstance(value, tuple | list):
-        return value
-    items = [write(item) if is_jaxpr(item) else item for item in value]
-    if all(one is other for one, other in zip(items, value, strict=True)):
-        return value
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _widen_sum(equation: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 
+from tracegraph.graph_pictures.svg import escape
 from tracegraph.profiling.critical_path import Schedule, assign_lanes
 from tracegraph.profiling.graph_times import GraphTimes
 from tracegraph.profiling.profile_text import write_text
@@ -53,7 +53,7 @@ def draw_picture(profile: GraphTimes) -> str:
             f'viewBox="0 0 {width} {top}">',
             f"<style>{STYLE}</style>",
             f'<rect class="paper" width="{width}" height="{top}"/>',
-            f'<text class="title" x="{MARGIN}" y="{MARGIN + 8}">{_escape(heading)}</text>',
+            f'<text class="title" x="{MARGIN}" y="{MARGIN + 8}">{escape(heading)}</text>',
             f'<text class="small" x="{MARGIN}" y="{MARGIN + 24}">{key}</text>',
             *blocks,
             "</svg>",
@@ -70,8 +70,8 @@ def draw_html(profile: GraphTimes) -> str:
     """
     return (
         '<!DOCTYPE html>\n<html><head><meta charset="utf-8">'
-        f"<title>{_escape(profile.name)}</title></head>\n<body>\n"
-        f"<pre>{_escape(write_text(profile))}</pre>\n{draw_picture(profile)}</body></html>\n"
+        f"<title>{escape(profile.name)}</title></head>\n<body>\n"
+        f"<pre>{escape(write_text(profile))}</pre>\n{draw_picture(profile)}</body></html>\n"
     )
 
 
@@ -83,7 +83,7 @@ def _draw_part(part: PartProfile, nodes: list[NodeProfile]) -> tuple[list[str], 
     end_us = max(part.path_us, part.whole_us or 0.0) or 1.0
     scale = WIDTH / end_us
     bottom = TITLE_HEIGHT + rows * LANE_HEIGHT
-    drawn = [f'<text class="title" y="14">{_escape(part.title)}</text>']
+    drawn = [f'<text class="title" y="14">{escape(part.title)}</text>']
     drawn += _draw_axis(end_us, bottom)
     if part.whole_us is not None:
         x = part.whole_us * scale
@@ -109,14 +109,9 @@ def _draw_node(node: NodeProfile, lane: int, scale: float) -> Iterator[str]:
     x, y = node.start_us * scale, TITLE_HEIGHT + lane * LANE_HEIGHT
     width = max((node.warm_us or 0.0) * scale, LEAST_WIDTH)
     critical = ' class="critical"' if node.is_critical else ""
-    yield f'<g id="n{node.index}"><title>{_escape(str(node))}</title>'
+    yield f'<g id="n{node.index}"><title>{escape(str(node))}</title>'
     yield (f'<rect{critical} x="{x:.2f}" y="{y}" width="{width:.2f}" height="{BOX_HEIGHT}"/>')
     if width >= TEXT_WIDTH:
         name = node.name[: int((width - 6) / CHARACTER_WIDTH)]
-        yield f'<text x="{x + 3:.2f}" y="{y + 13}">{_escape(name)}</text>'
+        yield f'<text x="{x + 3:.2f}" y="{y + 13}">{escape(name)}</text>'
     yield "</g>"
-
-
-def _escape(text: str) -> str:
-    # XML has no control characters, not even as numbers.
-    return html.escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))

@@ -53,7 +53,7 @@ def splice_matches(graph: Graph, matches: Sequence[Match]) -> Graph:
     with ThreadPoolExecutor(MAX_TRACERS, "tracegraph-splice") as threads:
         traced = list(threads.map(lambda task: task(), map(carry_settings, tasks)))
     ends = {id(match.op): (match, body) for match, body in traced}
-    first = 1 + max((value.number for value in _list_values(graph)), default=-1)
+    first = graph.next_number
     numbers = itertools.count(first)
     replaced: Replacements = {}
     ops: list[Op] = []
@@ -148,10 +148,3 @@ def _name_type(aval: Any) -> str:
 
 def _bind_nothing(*_: Any) -> list[Any]:
     return []
-
-
-def _list_values(graph: Graph) -> Iterator[Value]:
-    yield from graph.inputs
-    yield from (constant.value for constant in graph.constants)
-    for op in graph.ops:
-        yield from op.results
