@@ -104,7 +104,8 @@ class CallKinds(CapturedGraphs):
 
         Arrays that they returned get memory of their own first; only results of
         ``outputs="static"`` that are still held keep theirs. The next call makes its graph again,
-        at other addresses, without tracing or compiling anything; `restore` does so for all.
+        at other addresses, without tracing or compiling anything; `restore` does so for all. A pool
+        whose handle was asked for keeps its segments for those that it was given to.
 
         Example:
             >>> double = tg.capture(lambda x: x * 2)

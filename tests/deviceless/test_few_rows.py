@@ -21,7 +21,7 @@ from tests.deviceless.pipeline import (
 from tests.deviceless.topology import find_assembler
 from tests.fakes.kernels_on_host import run_compiler
 from tracegraph.lowering.kernels.matmuls import few_rows, few_rows_problem
-from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixGroup
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixSegment
 from tracegraph.lowering.kernels.own_kernel import OPTIONS, write_listing
 from tracegraph.lowering.kernels.row_functions import Form, RowFunction, RowOperand
 from tracegraph.lowering.lower import Lowered
@@ -226,7 +226,7 @@ def test_copies_are_instructions_that_there_are(
     finish = RowFunction((), (), (0,), sums=1)
     for index in range(8 if is_transposed else 12):
         sizes = rows, 1024 + 8 * index, ("BF16", "BF16")
-        segment = MatrixGroup(1024 + 8 * (index + 1), (1,), finish, ("BF16",))
+        segment = MatrixSegment(1024 + 8 * (index + 1), (1,), finish, ("BF16",))
         problem = FewRows(*sizes, start, "BF16", (segment,), is_transposed=is_transposed)
         tiling = list(few_rows_problem._list_tilings(problem))[index]
         monkeypatch.setattr(few_rows, "choose_tiling", lambda *_, tiling=tiling: tiling)

@@ -26,7 +26,7 @@ from tracegraph.mixed_precision.amp_errors import (
 LOW_TYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 FLOAT32 = np.dtype(np.float32)
 # Of primitives, by name; `docs/amp.md` has the same table in words.
-MATMULS = frozenset({"dot_general", "ragged_dot_general", "ragged_dot", "conv_general_dilated"})
+IN_LOW_TYPE = frozenset({"dot_general", "ragged_dot_general", "ragged_dot", "conv_general_dilated"})
 _IN_FLOAT32 = """
 acos acosh asin atanh cosh digamma erf_inv erfc exp exp2 expm1 igamma igammac lgamma log log1p log2
 polygamma pow rsqrt sinh tan integer_pow
@@ -80,7 +80,7 @@ class CastRules:
             if chosen is not None and name_jaxprs(params):
                 raise make_rule_error(primitive, change)
             return chosen
-        if primitive.name in MATMULS:
+        if primitive.name in IN_LOW_TYPE:
             # An operand of another kind, such as float64 or an 8-bit type, says what is wanted.
             is_plain = all(is_castable(dtype) for dtype in types) and FLOAT32 in floats
             return self.dtype if is_plain and not _names_precision(params) else None
@@ -154,7 +154,7 @@ def _follow(change: Any, floats: set[Any]) -> np.dtype[Any] | None:
 
 
 def _names_precision(params: Mapping[str, Any]) -> bool:
-    """True for a matmul that says itself how precise it must be; a setting of JAX does not count.
+    """True for an op that says itself how precise it must be; a setting of JAX does not count.
 
     The linear algebra of JAX does so inside, since its factorizations need it.
     """

@@ -62,11 +62,11 @@ class _Writer:
         if name in KERNEL_CALLS:
             return equation
         if name in _MATMULS or name == "conv_general_dilated":
-            return self._write_matmul(equation)
+            return self._write_precision(equation)
         params = rewrite_jaxprs(equation.params, self.write)
         return equation if params is equation.params else equation.replace(params=params)
 
-    def _write_matmul(self, equation: Any) -> Any:
+    def _write_precision(self, equation: Any) -> Any:
         precision = equation.params["precision"]
         types = {operand.aval.dtype for operand in equation.invars[:2]}
         is_matmul = equation.primitive.name in _MATMULS

@@ -64,7 +64,7 @@ class Attention:
         width: elements of a key, a value and a query.
         kinds: XLA's name of the type of each array that is read, in the order of the parameters.
         query: of the group, the row and ``d``.
-        score: of the group, the row, the position ``t``, and ``sum``, the matmul of query and key.
+        score: of the group, the row, the position ``t``, and ``sum``: dot product of query and key.
         keys: where they are.
         values: where they are, in the type of the keys.
         kind: XLA's name of the type of the result.

@@ -1,7 +1,7 @@
 """The kernel of `attention` in C++: what is the same for all problems.
 
 What a problem adds takes the place of names in braces: where a block's keys and values are
-(``BASES``), the queries, what is written into the caches, and the score of one matmul.
+(``BASES``), the queries, what is written into the caches, and the score of one dot product.
 """
 
 from __future__ import annotations

@@ -366,14 +366,14 @@ def name_sums(problem: TiledAttention) -> dict[str, str]:
     }
 
 
-def name_rows(row_values: Iterable[int], expression: str) -> dict[str, str]:
+def name_rows(numbers: Iterable[int], expression: str) -> dict[str, str]:
     """Returns the variables of row values.
 
     Args:
-        row_values: their numbers.
+        numbers: of row values.
         expression: of one, with its number in braces.
     """
-    return {f"row{number}": expression.format(number) for number in row_values}
+    return {f"row{number}": expression.format(number) for number in numbers}
 
 
 def find_reduction(row_value: RowValue) -> tuple[str, str]:

@@ -72,10 +72,10 @@ class Terms:
                 found.add(number)
         return found
 
-    def find_later(self, row_values: int) -> set[int]:
+    def find_later(self, known_rows: int) -> set[int]:
         """Returns the scalars that row values are needed for which are not known yet."""
         names = {op.detail for op in self.ops if op.detail.startswith("row")}
-        return self.find_dependents({name for name in names if int(name[3:]) >= row_values})
+        return self.find_dependents({name for name in names if int(name[3:]) >= known_rows})
 
 
 def open_functions(
@@ -120,7 +120,7 @@ def open_function(function: ElementFunction, prefix: str) -> ElementLines:
 
 
 def share_elements(
-    functions: Sequence[ElementFunction], most: int, row_values: int
+    functions: Sequence[ElementFunction], most: int, known_rows: int
 ) -> tuple[list[ElementFunction], list[ElementFunction]]:
     """Returns what several functions have in common, and functions that find it as their sums.
 
@@ -131,11 +131,11 @@ def share_elements(
         functions: of the same elements.
         most: how many sums there are, so that as many values can be kept; if there are more, or
             nothing but sums, the first list is empty.
-        row_values: how many row values are known.
+        known_rows: how many row values are known.
     """
     terms = Terms()
     results = [terms.take(each) for each in functions]
-    of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(row_values)
+    of_sums, of_rows = terms.find_dependents(_SUMS), terms.find_later(known_rows)
     found: dict[int, None] = {}
     seen: set[int] = set()
     stack = results[::-1]

@@ -42,7 +42,7 @@ from tracegraph.lowering.kernels.matmuls.few_rows_problem import (
     THREADS,
     WARPS,
     FewRows,
-    MatrixGroup,
+    MatrixSegment,
     Tiling,
     choose_reading,
     choose_tiling,
@@ -109,7 +109,7 @@ def write_few_rows(problem: FewRows, processors: int) -> OwnKernel:
     return OwnKernel(symbol, source, shape, list_early_parameters(problem, tiling))
 
 
-def count_candidates(problem: FewRows, segment: MatrixGroup, processors: int) -> int:
+def count_candidates(problem: FewRows, segment: MatrixSegment, processors: int) -> int:
     """Returns how many candidates of a row a segment stores: see Note [Largest of a row].
 
     Args:

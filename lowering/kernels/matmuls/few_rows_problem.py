@@ -55,8 +55,8 @@ TILE_ROWS, MIN_TENSOR_ROWS = 8, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixGroup:
-    """Matrices of the same number of columns, and what is computed of what they give.
+class MatrixSegment:
+    """Matrices of the same number of columns, and what is computed of their matmuls.
 
     Attributes:
         columns: of each matrix.
@@ -96,7 +96,7 @@ class FewRows:
     kinds: tuple[str, ...]
     start: RowFunction
     row_kind: str
-    segments: tuple[MatrixGroup, ...]
+    segments: tuple[MatrixSegment, ...]
     settled: frozenset[int] = frozenset()
     is_transposed: bool = False
 
@@ -214,7 +214,7 @@ def count_tiles(problem: FewRows, tiling: Tiling) -> int:
     return sum(-(-segment.columns // tiling.width) for segment in problem.segments)
 
 
-def count_blocks(segment: MatrixGroup, tiling: Tiling) -> int:
+def count_blocks(segment: MatrixSegment, tiling: Tiling) -> int:
     """Returns how many blocks finish columns of a segment."""
     return -(-segment.columns // tiling.width) * tiling.split
 

@@ -133,8 +133,8 @@ def _write_row(fusion: RowFusion) -> list[str]:
             opened = ElementLines(given.base, f"b{number}_")
             lines += opened.write({"r": "r"})
             lines.append(f"const int base{number} = {opened.name_results()[0]};")
-    for turn, row_values in enumerate(_group_row_values(fusion)):
-        lines += _write_pass(fusion, row_values, turn)
+    for turn, numbers in enumerate(_group_row_values(fusion)):
+        lines += _write_pass(fusion, numbers, turn)
     lines += _write_elements(fusion)
     for number, output in enumerate(fusion.row_outputs):
         (name,), statements, _ = _open(fusion, [output.function], f"v{number}_")
@@ -165,20 +165,20 @@ def _is_named(variable: str, name: str) -> bool:
     return variable.startswith(name) and variable[len(name) :].isdigit()
 
 
-def _write_pass(fusion: RowFusion, row_values: Sequence[int], turn: int) -> list[str]:
-    functions = [fusion.row_values[number].function for number in row_values]
-    kinds = [REDUCTIONS[f"reduce_{fusion.row_values[number].kind}"] for number in row_values]
+def _write_pass(fusion: RowFusion, numbers: Sequence[int], turn: int) -> list[str]:
+    functions = [fusion.row_values[number].function for number in numbers]
+    kinds = [REDUCTIONS[f"reduce_{fusion.row_values[number].kind}"] for number in numbers]
     names, once, statements = _open(fusion, functions, f"s{turn}_")
     added = [
         f"row{number} = {combine.format(f'row{number}', name)};"
-        for number, (_, combine), name in zip(row_values, kinds, names, strict=True)
+        for number, (_, combine), name in zip(numbers, kinds, names, strict=True)
     ]
     lines = once + [
         f"float row{number} = literal(0x{begin}u);"
-        for number, (begin, _) in zip(row_values, kinds, strict=True)
+        for number, (begin, _) in zip(numbers, kinds, strict=True)
     ]
     lines += _write_loop(fusion, functions, [*statements, *added], [], [])
-    for number, (_, combine) in zip(row_values, kinds, strict=True):
+    for number, (_, combine) in zip(numbers, kinds, strict=True):
         joined = f"[](float a, float b) {{ return {combine.format('a', 'b')}; }}"
         lines.append(f"row{number} = reduce_row(row{number}, scratch, {joined});")
     return lines

@@ -15,7 +15,6 @@ from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.oracles.error_lines import match
 from tests.oracles.tree_equality import assert_same
 from tracegraph.capturing import fastest_variant
-from tracegraph.lowering.compiler import Compiler
 from tracegraph.replacements import scatter_sums
 from tracegraph.replacements.match import Machine
 from tracegraph.runtime.errors import OutOfMemoryError, UnsupportedError
@@ -57,19 +56,6 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found = list(FASTER)
     monkeypatch.setattr(fastest_variant, "time_in_turns", lambda *_: list(found))
     return found
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    compile_region = Compiler.compile
-
-    def note(self: Compiler, region: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(region.name)
-        return compile_region(self, region, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "compile", note)
-    return names
 
 
 def count_wide_scatters(step: Any) -> int:

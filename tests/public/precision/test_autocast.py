@@ -344,6 +344,6 @@ def test_a_dtype_for_an_op_with_a_function_in_it_is_refused() -> None:
 
 def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A region whose casts are lost computes other bits, which the comparison shows."""
-    monkeypatch.setattr(cast_rules, "MATMULS", frozenset())
+    monkeypatch.setattr(cast_rules, "IN_LOW_TYPE", frozenset())
     with pytest.raises(AssertionError):
         test_a_block_in_the_function()

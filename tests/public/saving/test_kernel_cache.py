@@ -19,7 +19,6 @@ from tests.fakes.regions_as_kernels import capture_for_gpu
 from tests.processes import run_copy, run_python
 from tracegraph.kernel_caching import cached_lowering
 from tracegraph.kernel_caching.storing import wait_for_stores
-from tracegraph.lowering.compiler import Compiler
 from tracegraph.runtime.saving.kernel_store import KernelStore
 
 X = jnp.linspace(-1, 1, 32).reshape(4, 8)
@@ -31,20 +30,6 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE", "1")
     monkeypatch.setenv("TRACEGRAPH_KERNEL_CACHE_PATH", str(path))
     return path
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the regions that XLA compiled."""
-    names: list[str] = []
-    compile_region = Compiler.compile
-
-    def note(self: Compiler, region: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(region.name)
-        return compile_region(self, region, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "compile", note)
-    return names
 
 
 def make_step(rate: float = 0.1, **options: Any) -> Any:

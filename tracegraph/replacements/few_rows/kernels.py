@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tracegraph.ir.graph import Op, Operand, Value
-from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixGroup
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import FewRows, MatrixSegment
 from tracegraph.lowering.kernels.own_kernel import OwnKernel
 from tracegraph.lowering.kernels.row_functions import RowFunction
 from tracegraph.replacements.few_rows.choices import Choice, list_chosen, make_choice
@@ -75,7 +75,7 @@ class RowKernels:
     write: Callable[[FewRows, int], OwnKernel]
     count_most: Callable[[int, str, str], int]
     stores_operands: bool = False
-    count_candidates: Callable[[FewRows, MatrixGroup, int], int] | None = None
+    count_candidates: Callable[[FewRows, MatrixSegment, int], int] | None = None
 
 
 def match_groups(
@@ -234,7 +234,7 @@ class _KernelWriter:
 
     def _read_segment(
         self, part: Sequence[int], stored: list[Any], places: dict[Value, int]
-    ) -> MatrixGroup:
+    ) -> MatrixSegment:
         matmuls = [self._matmuls[place] for place in part]
         shape = RowShape(matmuls[0].rows, matmuls[0].columns)
         sums = {each.result: number for number, each in enumerate(matmuls)}
@@ -266,7 +266,7 @@ class _KernelWriter:
         numbers = tuple(self._arrays.setdefault(m.matrix, len(self._arrays)) for m in matmuls)
         kinds = tuple(FLOAT_KINDS[kind] for _, kind in known)
         others = tuple(FLOAT_KINDS[str(value.dtype)] for value in chosen)
-        return MatrixGroup(shape.columns, numbers, finish, kinds, others)
+        return MatrixSegment(shape.columns, numbers, finish, kinds, others)
 
     def _add_way(self, value: Operand, start: Value) -> None:
         """Adds the reshapes and transpositions that make a value of another."""

@@ -15,7 +15,7 @@ from tracegraph.lowering.kernels.matmuls import few_rows
 from tracegraph.lowering.kernels.matmuls.few_rows import write_few_rows
 from tracegraph.lowering.kernels.matmuls.few_rows_problem import (
     FewRows,
-    MatrixGroup,
+    MatrixSegment,
     Tiling,
     choose_tiling,
     count_shared_bytes,
@@ -49,7 +49,7 @@ H200 = 132
 def plain(rows: int, depth: int, columns: Any, kind: str = "BF16", **more: Any) -> FewRows:
     """Returns matmuls without anything before or after, one segment for each number of columns."""
     outside = "BF16" if "8" in kind else kind
-    segments = [MatrixGroup(each, (1 + n,), SUM, (outside,)) for n, each in enumerate(columns)]
+    segments = [MatrixSegment(each, (1 + n,), SUM, (outside,)) for n, each in enumerate(columns)]
     kinds = (outside, *[kind] * len(segments))
     return FewRows(rows, depth, kinds, PLAIN, outside, tuple(segments), **more)
 
@@ -196,7 +196,7 @@ def test_a_gated_layer_is_one_kernel(rows: int, depth: int, columns: int, proces
         (4,),
         sums=2,
     )
-    segment = MatrixGroup(columns, (2, 3), silu, ("BF16",))
+    segment = MatrixSegment(columns, (2, 3), silu, ("BF16",))
     problem = FewRows(rows, depth, ("BF16",) * 4, make_norm(0, depth), "BF16", (segment,))
     x, gain, gate, up = operands = make_operands(problem)
     (result,) = run(problem, operands, processors)
@@ -231,7 +231,7 @@ def make_centred(depth: int) -> RowFunction:
 def test_what_is_no_factor_is_computed_before_rows_are_multiplied(
     rows: int, depth: int, processors: int, kind: str
 ) -> None:
-    segment = MatrixGroup(64, (1,), SUM, (kind,))
+    segment = MatrixSegment(64, (1,), SUM, (kind,))
     problem = FewRows(rows, depth, (kind, kind), make_centred(depth), kind, (segment,))
     assert find_row_factors(problem.start) is None
     x, matrix = operands = make_operands(problem)
@@ -247,7 +247,7 @@ def test_factors_of_a_row_are_told_from_those_of_its_elements() -> None:
     assert find_row_factors(make_norm(0, 8)) == RowFactors((0, 1), (8,), (3,))
     assert find_row_factors(PLAIN) is None
     halves = FewRows(
-        2, 64, ("F16",) * 3, make_norm(0, 64), "F16", (MatrixGroup(64, (2,), SUM, ("F16",)),)
+        2, 64, ("F16",) * 3, make_norm(0, 64), "F16", (MatrixSegment(64, (2,), SUM, ("F16",)),)
     )
     assert find_factors(halves) is None
     one = dataclasses.replace(halves, rows=1)
@@ -267,7 +267,7 @@ def test_a_bias_a_residual_and_two_results(rows: int, processors: int) -> None:
         (8, 5),
         sums=1,
     )
-    segment = MatrixGroup(72, (1,), finish, ("BF16", "F32"))
+    segment = MatrixSegment(72, (1,), finish, ("BF16", "F32"))
     kinds = ("BF16", "BF16", "F32", "BF16", "F32", "F32")
     problem = FewRows(rows, 520, kinds, PLAIN, "BF16", (segment,))
     x, matrix, bias, residual, factor, least = operands = make_operands(problem)
@@ -279,7 +279,7 @@ def test_a_bias_a_residual_and_two_results(rows: int, processors: int) -> None:
 
 def test_segments_have_their_own_ends() -> None:
     double = RowFunction((), (RowOp("add", FULL, (0, 0)),), (1,), sums=1)
-    segments = (MatrixGroup(64, (1,), SUM, ("F32",)), MatrixGroup(136, (2,), double, ("BF16",)))
+    segments = (MatrixSegment(64, (1,), SUM, ("F32",)), MatrixSegment(136, (2,), double, ("BF16",)))
     problem = FewRows(1, 96, ("BF16",) * 3, PLAIN, "BF16", segments)
     operands = make_operands(problem)
     one, other = run(problem, operands, 4)
@@ -330,7 +330,7 @@ def test_a_fault_on_tensor_cores_is_seen(
 def test_sums_of_rows_that_a_block_keeps_for_itself_are_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    segment = MatrixGroup(64, (2,), SUM, ("F32",))
+    segment = MatrixSegment(64, (2,), SUM, ("F32",))
     problem = FewRows(1, 512, ("F32",) * 3, make_norm(0, 512), "F32", (segment,))
     x, gain, matrix = operands = make_operands(problem)
     wanted = multiply(normalise(x, gain), matrix)

@@ -15,7 +15,7 @@ from tracegraph.lowering.kernels.matmuls import few_rows, few_rows_ends, largest
 from tracegraph.lowering.kernels.matmuls.few_rows import count_candidates, write_few_rows
 from tracegraph.lowering.kernels.matmuls.few_rows_problem import (
     FewRows,
-    MatrixGroup,
+    MatrixSegment,
     Tiling,
     choose_tiling,
     count_shared_bytes,
@@ -32,7 +32,9 @@ def choosing(problem: FewRows, chosen: str = "", *, stores: bool = False) -> Few
     first, *rest = problem.segments
     finish = RowFunction((), (), (0, 0) if stores else (0,), sums=1)
     kinds = first.kinds if stores else ()
-    segment = MatrixGroup(first.columns, first.matrices, finish, kinds, (chosen or first.kinds[0],))
+    segment = MatrixSegment(
+        first.columns, first.matrices, finish, kinds, (chosen or first.kinds[0],)
+    )
     segments = (segment, *rest)
     return FewRows(
         problem.rows,
@@ -158,8 +160,8 @@ def test_rows_of_infinities() -> None:
 def test_each_segment_has_its_own_choice() -> None:
     double = RowFunction((), (RowOp("add", Form.FULL, (0, 0)),), (1, 0), sums=1)
     segments = (
-        MatrixGroup(64, (1,), SUM, ("F32",)),
-        MatrixGroup(136, (2,), double, (), ("F32", "BF16")),
+        MatrixSegment(64, (1,), SUM, ("F32",)),
+        MatrixSegment(136, (2,), double, (), ("F32", "BF16")),
     )
     problem = FewRows(2, 96, ("F32",) * 3, PLAIN, "F32", segments)
     operands = make_operands(problem)

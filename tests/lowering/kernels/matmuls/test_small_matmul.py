@@ -17,7 +17,11 @@ from tests.lowering.kernels.matmuls.test_few_rows import (
     plain,
 )
 from tracegraph.lowering.kernels.matmuls import small_matmul
-from tracegraph.lowering.kernels.matmuls.few_rows_problem import SHARED_BYTES, FewRows, MatrixGroup
+from tracegraph.lowering.kernels.matmuls.few_rows_problem import (
+    SHARED_BYTES,
+    FewRows,
+    MatrixSegment,
+)
 from tracegraph.lowering.kernels.matmuls.small_matmul import (
     Tile,
     choose_tile,
@@ -96,7 +100,7 @@ def add_bias_and_residual(first: int) -> RowFunction:
 
 
 def test_a_norm_in_front_and_two_results_behind() -> None:
-    segment = MatrixGroup(24, (2,), add_bias_and_residual(3), ("F32", "F32"))
+    segment = MatrixSegment(24, (2,), add_bias_and_residual(3), ("F32", "F32"))
     problem = FewRows(19, 64, ("F32",) * 5, make_norm(0, 64), "F32", (segment,))
     operands = make_operands(problem)
     kernel = write_small_matmul(problem, 4)
